@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our patches decide about CPU hosts."""
+
+import types
+
+import pytest
+import torch
+from transformers import PretrainedConfig, Qwen3_5TextConfig
+
+from vllm.turboquant import cpu
+from vllm.utils import ompmultiprocessing
+
+LLAMA = PretrainedConfig()
+HYBRID = PretrainedConfig(layer_types=["linear_attention", "full_attention"])
+QWEN_HYBRID = Qwen3_5TextConfig()
+
+
+@pytest.mark.parametrize(
+    "fast,config,dtype,wanted",
+    [
+        (False, LLAMA, torch.bfloat16, torch.float32),
+        (False, LLAMA, torch.float16, torch.float32),
+        (False, LLAMA, torch.float32, torch.float32),
+        (False, HYBRID, torch.bfloat16, torch.bfloat16),
+        (False, QWEN_HYBRID, torch.bfloat16, torch.float32),
+        (True, QWEN_HYBRID, torch.bfloat16, torch.bfloat16),
+        (True, LLAMA, torch.bfloat16, torch.bfloat16),
+        (True, LLAMA, torch.float16, torch.float16),
+    ],
+)
+def test_auto_dtype(monkeypatch, fast, config, dtype, wanted):
+    monkeypatch.setattr(cpu, "has_fast_bf16", lambda: fast)
+    assert cpu.resolve_dtype(config, dtype) is wanted
+
+
+def test_the_patched_engine_asks(monkeypatch, tmp_path):
+    """`--dtype auto` and `--dtype bfloat16` through upstream's own resolution."""
+    from transformers import LlamaConfig
+
+    from vllm.config.model import _get_and_verify_dtype
+
+    monkeypatch.setattr(cpu, "has_fast_bf16", lambda: False)
+    config = LlamaConfig(dtype="bfloat16")
+
+    def resolve(dtype):
+        return _get_and_verify_dtype(str(tmp_path), config, dtype, is_pooling_model=False)
+
+    assert resolve("auto") is torch.float32
+    assert resolve("bfloat16") is torch.bfloat16
+
+
+@pytest.mark.parametrize("cpus,reserved", [(1, 0), (2, 0), (4, 0), (8, 1)])
+def test_small_hosts_reserve_no_core(monkeypatch, cpus, reserved):
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(cpus)))
+    assert cpu.reserved_cores(1) == reserved
+
+
+def test_the_patched_engine_binds_every_core_of_a_small_host(monkeypatch):
+    parallel = types.SimpleNamespace(
+        local_world_size=1, data_parallel_rank_local=0, _api_process_count=1
+    )
+    config = types.SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
+    cores = [
+        types.SimpleNamespace(id=i, physical_core=i, numa_node=0) for i in range(2)
+    ]
+    resources = ompmultiprocessing.cr_utils
+    monkeypatch.setattr(resources, "get_visible_memory_node", lambda: [0])
+    monkeypatch.setattr(resources, "get_allowed_cpu_list", lambda: cores)
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 1})
+    manager = ompmultiprocessing.OMPProcessManager(config)
+    assert manager.cpu_lists == [[0, 1]]
+    assert manager.reserved_cpu_list == []

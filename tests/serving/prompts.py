@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of the serving tests."""
+
+from pathlib import Path
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "How many days does a week have?",
+    "What do bees make?",
+    "Write one sentence about the sea.",
+    "What is 7 plus 5?",
+    "Translate 'good morning' into Spanish.",
+    "Which planet is closest to the sun?",
+    "Give a synonym of 'happy'.",
+    "What is the opposite of 'cold'?",
+    "Who wrote Hamlet?",
+    "List two fruits that are yellow.",
+    "What is water made of?",
+    "Write a Python function that adds two numbers.",
+    "Why is the sky blue?",
+    "What is the largest ocean?",
+    "Finish the sentence: The early bird",
+    "How do you boil an egg?",
+    "What language is spoken in Brazil?",
+    "Explain in one sentence what a computer is.",
+]
+
+
+def passages(tokenizer, count: int, length: int) -> list[list[int]]:
+    """Token ids of `count` passages of our documentation, which share no prefix."""
+    docs = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+    ids = tokenizer.encode("\n".join(path.read_text() for path in docs))
+    stride = (len(ids) - length) // count
+    assert stride > 0, f"{len(ids)} tokens of documentation are too few"
+    return [ids[start : start + length] for start in range(0, count * stride, stride)]
