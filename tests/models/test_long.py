@@ -52,6 +52,12 @@ class Served:
     def prompt(self, needle: int) -> list[int]:
         return [*self.text, question(needle)]
 
+    def answers(self, needle: int) -> list[int]:
+        """The word asked for; of a format that mistakes some rows, its neighbours too, for which
+        rows those are depends on the last bit of the machine's products."""
+        at, reach = self.needles[needle], 1 if self.tolerance else 0
+        return self.text[max(at - reach, 0) : at + reach + 1]
+
 
 @pytest.fixture(
     scope="module",
@@ -169,8 +175,8 @@ def test_the_last_token_finds_the_needle_behind_a_cached_prefix(served, first, i
     output = ask(served.llm, served.prompt(index))
     assert output.num_cached_tokens == len(served.text) // BLOCK * BLOCK
     token, logprob = said(output)
-    assert token == served.text[served.needles[index]]
-    assert logprob > CERTAIN
+    assert token in served.answers(index)
+    assert logprob > CERTAIN or served.tolerance
     if index == 0:  # the same question without the cache
         exact = served.name != "auto"
         assert (token, logprob) == (said(first) if exact else pytest.approx(said(first), abs=1e-3))
@@ -182,7 +188,7 @@ def test_decode_goes_on_to_the_last_position(served, first):
     spoken = output.outputs[0].token_ids
     sequence = [*served.prompt(4), *spoken]
     assert len(sequence) == served.context
-    assert spoken[0] == served.text[served.needles[4]]
+    assert spoken[0] in served.answers(4)
     wrong = 0
     for at in range(served.context - DECODED + 1, served.context):
         wrong += sequence[at] != sequence[at - 1 - short_distance(sequence[at - 1])]
