@@ -49,11 +49,11 @@ def test_the_chat_template_adds_the_system_prompt(tokenizer):
 def test_it_answers_a_simple_question_and_stops(folder, tokenizer):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}],
+        [{"role": "user", "content": "What is the capital of Japan?"}],
         add_generation_prompt=True,
         return_tensors="pt",
         return_dict=True,
     )
     output = model.generate(**prompt, max_new_tokens=24, do_sample=False)
     answer = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :])
-    assert "Paris" in answer and answer.endswith("<|im_end|>")
+    assert "Tokyo" in answer and answer.endswith("<|im_end|>")

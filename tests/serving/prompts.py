@@ -4,7 +4,7 @@
 from pathlib import Path
 
 QUESTIONS = [
-    "What is the capital of France?",
+    "What is the capital of Japan?",
     "Name three primary colours.",
     "How many days does a week have?",
     "What do bees make?",
@@ -13,7 +13,7 @@ QUESTIONS = [
     "Translate 'good morning' into Spanish.",
     "Which planet is closest to the sun?",
     "Give a synonym of 'happy'.",
-    "What is the opposite of 'cold'?",
+    "What is the opposite of hot?",
     "Who wrote Hamlet?",
     "List two fruits that are yellow.",
     "What is water made of?",

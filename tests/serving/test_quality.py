@@ -66,9 +66,10 @@ def test_eight_bits_continue_as_uncompressed(measured):
 
 @pytest.mark.parametrize("name", ["tdsf_k8v8", "tdsf_k4v4"])
 def test_answers_stay_sensible(measured, name):
+    """Two of which no token up to the answer is within 2 nats of another, uncompressed."""
     answers = dict(zip(QUESTIONS, measured[name]["answers"]))
-    assert "Paris" in answers["What is the capital of France?"]
-    assert "Venus" in answers["Which planet is closest to the sun?"]  # the model's own belief
+    assert "Tokyo" in answers["What is the capital of Japan?"]
+    assert "opposite of hot is cold" in answers["What is the opposite of hot?"]
     for question, text in answers.items():
         words = text.split()
         assert len(words) > 4, (question, text)

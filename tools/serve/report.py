@@ -16,7 +16,7 @@ def summary(name: str, kv: str, port: int, config: dict[str, Any], log: str) -> 
     config: the model's config.json; log: what the engine wrote while it started, from
     which the cache's size, block size and the engine's dtype are read.
     """
-    question = {"role": "user", "content": "What is the capital of France?"}
+    question = {"role": "user", "content": "What is the capital of Japan?"}
     request = {"model": name, "messages": [question]}
     return "\n".join(
         [
