@@ -87,9 +87,11 @@ def test_near_transformers(answers, reference, kv):
 
 
 def test_eight_bits_answer_as_uncompressed(answers):
-    """17 of 20 were the same; a model of random weights is near a tie every few tokens."""
+    """17 to 20 of 20, by the machine; a model of random weights is near a tie every few tokens."""
     pairs = zip(answers["auto"]["answers"][0], answers["tdsf_k8v8"]["answers"][0], strict=True)
-    assert sum(a["tokens"] == b["tokens"] for a, b in pairs) >= 15
+    alike = sum(a["tokens"] == b["tokens"] for a, b in pairs)
+    print(f"{alike} of {len(PROMPTS)} answers alike")
+    assert alike >= 15
 
 
 @pytest.mark.parametrize("name", ["tdsf_k8v8", "block of the user"])
