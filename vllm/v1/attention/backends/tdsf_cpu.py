@@ -38,6 +38,13 @@ class TdsfMetadata:
     positions: torch.Tensor  # int64 [T], position of each row in its sequence
 
 
+def causal(batch: CommonAttentionMetadata) -> CommonAttentionMetadata:
+    """The batch itself; NotImplementedError where a row may see tokens after its own."""
+    if batch.causal is not True:
+        raise NotImplementedError("The TDSF cache serves causal attention only.")
+    return batch
+
+
 class TdsfMetadataBuilder(AttentionMetadataBuilder[TdsfMetadata]):
     """Builds a step's metadata and gives each layer its constants once."""
 
@@ -61,9 +68,7 @@ class TdsfMetadataBuilder(AttentionMetadataBuilder[TdsfMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> TdsfMetadata:
-        batch = common_attn_metadata
-        if batch.causal is not True:
-            raise NotImplementedError("The TDSF cache serves causal attention only.")
+        batch = causal(common_attn_metadata)
         starts = batch.query_start_loc
         rows = starts[1:] - starts[:-1]
         # Row j of request r sits at seq_len - rows + j.

@@ -23,7 +23,12 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
-from vllm.v1.attention.backends.tdsf_cpu import TdsfCpuBackend, TdsfImpl, TdsfMetadata
+from vllm.v1.attention.backends.tdsf_cpu import (
+    TdsfCpuBackend,
+    TdsfImpl,
+    TdsfMetadata,
+    causal,
+)
 from vllm.v1.attention.ops.triton_tdsf_attend import (
     MOST_ROWS,
     attend,
@@ -97,9 +102,7 @@ class TdsfTritonBuilder(AttentionMetadataBuilder[TdsfTritonMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> TdsfTritonMetadata:
-        batch = common_attn_metadata
-        if batch.causal is not True:
-            raise NotImplementedError("The TDSF cache serves causal attention only.")
+        batch = causal(common_attn_metadata)
         tokens, starts, lengths = batch.num_actual_tokens, batch.query_start_loc, batch.seq_lens
         # Row t of request r sits at seq_len - (starts[r + 1] - t); padding rows anywhere.
         request = torch.searchsorted(starts[1:], self.rows[:tokens], right=True, out_int32=True)
