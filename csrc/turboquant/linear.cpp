@@ -25,7 +25,7 @@ int place(int column) { return column < 16 ? 2 * column : 2 * (column - 16) + 1;
 LinearPanel variant() {
 #if defined(__x86_64__)
   const Kernels* chosen = &kernels();
-  if (chosen == &kAvx512) return kLinearAvx512;
+  if (chosen == &kAvx512Vnni || chosen == &kAvx512) return kLinearAvx512;
   if (chosen == &kAvx2) return kLinearAvx2;
 #endif
   return kLinearPortable;

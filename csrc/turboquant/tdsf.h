@@ -195,6 +195,7 @@ extern const Kernels kPortable;
 #if defined(__x86_64__)
 extern const Kernels kAvx2;
 extern const Kernels kAvx512;
+extern const Kernels kAvx512Vnni;
 #elif defined(__aarch64__)
 extern const Kernels kNeon;
 #endif
