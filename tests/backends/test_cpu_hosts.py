@@ -70,3 +70,24 @@ def test_the_patched_engine_binds_every_core_of_a_small_host(monkeypatch):
     manager = ompmultiprocessing.OMPProcessManager(config)
     assert manager.cpu_lists == [[0, 1]]
     assert manager.reserved_cpu_list == []
+
+
+@pytest.mark.parametrize("given,tokens", [(None, 2048), (1 << 30, 256)])
+def test_a_cache_of_given_size_asks_for_a_short_warm_up(given, tokens):
+    """Through upstream's own start, on a runner that only counts."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    class Runner:
+        max_num_tokens = 2048
+        cache_config = types.SimpleNamespace(kv_cache_memory_bytes=given)
+        vllm_config = types.SimpleNamespace(
+            compilation_config=types.SimpleNamespace(mode=1, inductor_compile_config={})
+        )
+        ran = []
+
+        def profile_run(self):
+            self.ran.append(self.max_num_tokens)
+
+    runner = Runner()
+    CPUModelRunner.warming_up_model(runner)
+    assert runner.ran[-1] == tokens and runner.max_num_tokens == 2048

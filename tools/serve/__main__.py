@@ -12,13 +12,13 @@ import psutil
 from tools import errors
 from tools.cache import cache_dir
 from tools.errors import Problem
-from tools.serve import model
+from tools.serve import model, report
 from tools.serve.server import Server
 
 HOST = "127.0.0.1"
 GIB = 1 << 30
 # Upstream takes 92 % of the machine's memory for the cache; a first run should not.
-CACHE_SHARE, CACHE_MOST = 0.25, 4 * GIB
+CACHE_SHARE, CACHE_MOST = 0.25, 2 * GIB
 MEMORY_OPTIONS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization")
 
 
@@ -39,8 +39,6 @@ def main() -> int:
     print(f"serving {chosen.name}: {shlex.join(command[1:])}", file=sys.stderr, flush=True)
     log = cache_dir() / "logs" / f"serve-{arguments.port}.log"
     server = Server(command, _environment(chosen.local), log)
-    from tools.serve import report  # imports vllm: after the checks, while the server loads
-
     server.wait_until_ready(f"http://{HOST}:{arguments.port}/health")
     text = log.read_text()
     print(

@@ -3,9 +3,13 @@
 
 import json
 import re
+import runpy
 from typing import Any
 
-from vllm.turboquant.formats import FORMATS
+from tools.pins import ROOT
+
+# The file alone: importing the package takes seconds, of the cores on which the server starts.
+FORMATS = runpy.run_path(str(ROOT / "vllm" / "turboquant" / "formats.py"))["FORMATS"]
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our patches ask on CPU hosts: which backend, which dtype, how many idle cores."""
+"""What our patches ask on CPU hosts: attention backend, dtype, idle cores, warm-up."""
 
 import os
 
@@ -10,6 +10,9 @@ from vllm.turboquant.selection import backend_path
 
 _SMALL_HOST = 4
 """Up to this many CPUs every one computes; above, upstream's reserved core stays idle."""
+
+_WARM_UP_TOKENS = 256
+"""Enough that compiled loops are seen to be worth sharing between threads."""
 
 
 def attention_backend(config) -> str | None:
@@ -60,3 +63,18 @@ def resolve_dtype(hf_config, dtype: torch.dtype) -> torch.dtype:
 def reserved_cores(upstream_default: int) -> int:
     """How many cores the workers leave idle for the scheduler process."""
     return 0 if len(os.sched_getaffinity(0)) <= _SMALL_HOST else upstream_default
+
+
+def warm_up(runner) -> None:
+    """Compile the model of a CPU model runner by running it once.
+
+    How much memory --max-num-batched-tokens tokens take decides nothing where the size of the
+    cache is given; then a few do.
+    """
+    most = runner.max_num_tokens
+    if runner.cache_config.kv_cache_memory_bytes is not None:
+        runner.max_num_tokens = min(most, _WARM_UP_TOKENS)
+    try:
+        runner.profile_run()
+    finally:
+        runner.max_num_tokens = most
