@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,7 @@ from vllm.turboquant.fit import Moments, fit_layer, output_metric
 from vllm.turboquant.formats import Format
 from vllm.turboquant.plain import Gathered, PlainAttention, RoundTrip
 from vllm.turboquant.threads import on_one_thread
+from vllm.turboquant.uncompiled import uncompiled
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,18 @@ def attend_plainly(
     round_trip: RoundTrip | None = None,
     spared: Collection[str] = (),
 ) -> None:
-    """Layers attend uncompressed keys and values from now on, until `attend_cached`.
+    """Layers attend uncompressed keys and values from now on, in steps that are not compiled, until
+    `attend_cached`.
 
     longest: gather moments for a fit, of sequences of up to so many tokens; 0: none.
     round_trip: what another cache would make of keys and values.
     spared: layers that go on using their cache.
     """
     _replay_graphs(worker, False)
+    worker.tdsf_plain_steps = ExitStack()
+    worker.tdsf_plain_steps.enter_context(
+        uncompiled(worker.model_runner.get_model(), worker.vllm_config)
+    )
     for name, (path, layer) in layers_with_cache(worker).items():
         gathered = None
         if longest:
@@ -74,6 +81,7 @@ def attend_plainly(
 def attend_cached(worker) -> None:
     """Undo `attend_plainly`."""
     _replay_graphs(worker, True)
+    worker.tdsf_plain_steps.close()
     for _, layer in layers_with_cache(worker).values():
         if isinstance(layer.impl, PlainAttention):
             layer.impl = layer.impl.impl
