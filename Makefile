@@ -48,7 +48,7 @@ else
 wheel: setup
 	./build_wheel.sh --target cpu
 
-install: wheel
+install: setup
 	$(PY) -m tools.wheel install --target cpu
 
 serve: install

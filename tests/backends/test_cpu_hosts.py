@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What our patches decide about CPU hosts."""
 
+import multiprocessing
 import types
 
 import pytest
@@ -70,6 +71,17 @@ def test_the_patched_engine_binds_every_core_of_a_small_host(monkeypatch):
     manager = ompmultiprocessing.OMPProcessManager(config)
     assert manager.cpu_lists == [[0, 1]]
     assert manager.reserved_cpu_list == []
+
+
+@pytest.mark.parametrize(
+    "bind,in_ray,method",
+    [(False, False, "fork"), (True, False, "spawn"), (False, True, "spawn")],
+)
+def test_the_process_of_the_engine_is_forked_where_that_is_safe(monkeypatch, bind, in_ray, method):
+    monkeypatch.setattr("vllm.utils.system_utils.is_in_ray_actor", lambda: in_ray)
+    config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(numa_bind=bind))
+    context = multiprocessing.get_context("spawn")
+    assert cpu.engine_context(context, config).get_start_method() == method
 
 
 @pytest.mark.parametrize("given,tokens", [(None, 2048), (1 << 30, 256)])

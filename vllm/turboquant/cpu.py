@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our patches ask on CPU hosts: attention backend, dtype, idle cores, warm-up."""
+"""What our patches ask on CPU hosts: attention backend, dtype, processes, idle cores, warm-up."""
 
+import multiprocessing
 import os
+import sys
 
 import torch
 
@@ -58,6 +60,30 @@ def resolve_dtype(hf_config, dtype: torch.dtype) -> torch.dtype:
         *(2 * (str(dtype).removeprefix("torch."),)),
     )
     return torch.float32
+
+
+def engine_context(context, config):
+    """How the process of the engine is made: `context`, or by fork where that is safe.
+
+    A fork saves the import of all of vLLM. Workers must not be forked, since OpenMP reads its
+    settings when it is loaded.
+    """
+    from vllm.platforms import current_platform
+    from vllm.utils.system_utils import is_in_ray_actor
+
+    if not current_platform.is_cpu() or sys.platform != "linux":
+        return context
+    if config.parallel_config.numa_bind or is_in_ray_actor():
+        return context
+    return multiprocessing.get_context("fork")
+
+
+def compute_alone() -> None:
+    """Called first in the engine's process: no parallel regions, whose threads a fork loses."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        torch.set_num_threads(1)
 
 
 def reserved_cores(upstream_default: int) -> int:
