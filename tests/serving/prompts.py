@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of the serving tests."""
 
-from pathlib import Path
+from tools.bench.quality import evaluation_text
 
 QUESTIONS = [
     "What is the capital of Japan?",
@@ -28,9 +28,8 @@ QUESTIONS = [
 
 
 def passages(tokenizer, count: int, length: int) -> list[list[int]]:
-    """Token ids of `count` passages of our documentation, which share no prefix."""
-    docs = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
-    ids = tokenizer.encode("\n".join(path.read_text() for path in docs))
+    """Token ids of `count` passages of upstream's pinned documentation, which share no prefix."""
+    ids = tokenizer.encode(evaluation_text())
     stride = (len(ids) - length) // count
     assert stride > 0, f"{len(ids)} tokens of documentation are too few"
     return [ids[start : start + length] for start in range(0, count * stride, stride)]

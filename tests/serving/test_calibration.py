@@ -14,6 +14,7 @@ import torch
 
 from tests.engine import default_model
 from tools.bench.quality import evaluation_text
+from tools.models.catalog import make
 from vllm.engine.arg_utils import EngineArgs
 from vllm.turboquant import profile, registry, startup, worker
 from vllm.turboquant.baselines import BASELINES
@@ -109,6 +110,23 @@ def test_the_command_line_fits_the_same_bytes(model, fitted, tmp_path):
     command += ["--kv-cache-dtype", FMT.name, "--output", str(output)]
     subprocess.run(command, check=True, env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"})
     assert output.read_bytes() == fitted.read_bytes()
+
+
+def test_a_compiled_start_fits_the_same_constants(tmp_path, monkeypatch):
+    """A compiled step rounds differently; constants depend on the model alone."""
+    model = str(make("tiny-qwen3"))
+    found = []
+    for eager in (True, False):
+        monkeypatch.setenv("VLLM_TQ_CACHE", str(tmp_path / f"eager-{eager}"))
+        options = EngineArgs(model=model, kv_cache_dtype=FMT.name, enforce_eager=eager, **OPTIONS)
+        with engine_core(options, "auto"):
+            found.append(profile.read(registry.cached_path(identify(Path(model)), FMT)))
+    eager, compiled = found
+    assert eager.layers.keys() == compiled.layers.keys()
+    for name, constants in eager.layers.items():
+        for field in PER_HEAD:
+            wanted, got = getattr(constants, field), getattr(compiled.layers[name], field)
+            assert torch.equal(wanted, got), (name, field)
 
 
 def test_expected_failures_are_one_message(tmp_path):
