@@ -58,6 +58,7 @@ test: install
 	$(PY) -m pytest $(or $(TESTS),tests)
 
 test-long: install
+	@$(PIP) install --quiet -r requirements/ray.txt
 	$(PY) -m pytest tests -m long
 
 BENCH := build/bench

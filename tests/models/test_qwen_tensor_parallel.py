@@ -5,7 +5,8 @@ the constants of the cache are divided between two processes."""
 import pytest
 import torch
 
-from tests.models.engines import ask, run
+from tests.models import engines
+from tests.models.engines import ask
 from tools.models import catalog
 
 FAMILIES = (
@@ -21,16 +22,23 @@ TOKENS = 16
 @pytest.fixture(scope="module", params=FAMILIES)
 def answers(request, tmp_path_factory):
     """Tokens and log-probabilities on one rank and on two."""
+    folder = tmp_path_factory.mktemp("engines")
+    return run(folder, [job(request.param, ranks) for ranks in (1, 2)])
+
+
+def job(family: str, ranks: int, **options) -> dict:
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(0, 256, (n,), generator=generator).tolist() for n in LENGTHS]
-    call = ask(prompts, TOKENS, scores=True)
-    model = str(catalog.make(request.param))
-    jobs = [
-        dict(model=model, kv="tdsf_k8v8", calls=[call], options={"tensor_parallel_size": ranks})
-        for ranks in (1, 2)
-    ]
-    one, two = run(tmp_path_factory.mktemp("engines"), jobs)
-    return one["answers"][0], two["answers"][0]
+    return dict(
+        model=str(catalog.make(family)),
+        kv="tdsf_k8v8",
+        calls=[ask(prompts, TOKENS, scores=True)],
+        options={"tensor_parallel_size": ranks, **options},
+    )
+
+
+def run(folder, jobs: list[dict]) -> list[list[dict]]:
+    return [found["answers"][0] for found in engines.run(folder, jobs)]
 
 
 def test_two_ranks_choose_the_same_tokens(answers):
@@ -48,3 +56,14 @@ def test_two_ranks_give_the_same_probabilities(answers):
     ]
     assert sum(errors) / len(errors) < 0.01
     assert max(errors) < 0.3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "family", ["tiny-qwen2", "tiny-qwen3", "tiny-qwen3-moe", "tiny-qwen3.5"]
+)
+def test_rays_workers_answer_as_those_of_multiprocessing(family, tmp_path):
+    """Another executor moves the same numbers: tokens and probabilities are equal to the last bit."""
+    jobs = [job(family, 2, distributed_executor_backend=name) for name in ("mp", "ray")]
+    ours, rays = run(tmp_path, jobs)
+    assert ours == rays
