@@ -6,7 +6,7 @@ server's start and those of `vllm turboquant calibrate`, which compiles nothing,
 to the last bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -21,13 +21,14 @@ def uncompiled(model: torch.nn.Module, config: VllmConfig) -> Iterator[None]:
     compiled = [m for m in model.modules() if not getattr(m, "do_not_compile", True)]
     operators = [m for m in model.modules() if hasattr(m, "dispatch_forward")] if compiled else []
     methods = [m._forward_method for m in operators]
-    with _every_kernel(config):
-        eager = [m.dispatch_forward(compile_native=False) for m in operators]
+    usual = _chosen(operators, config, config.compilation_config.custom_ops)
+    eager = _chosen(operators, config, ["all"])
     try:
         for module in compiled:
             module.do_not_compile = True
-        for module, method in zip(operators, eager):
-            module._forward_method = method
+        for module, method, by_rule, own_kernel in zip(operators, methods, usual, eager):
+            if method == by_rule:  # others settled it by rules of their own
+                module._forward_method = own_kernel
         yield
     finally:
         for module in compiled:
@@ -36,13 +37,14 @@ def uncompiled(model: torch.nn.Module, config: VllmConfig) -> Iterator[None]:
             module._forward_method = method
 
 
-@contextmanager
-def _every_kernel(config: VllmConfig) -> Iterator[None]:
-    """Operators choose as they do when nothing is compiled: their own kernel, where there is one."""
+def _chosen(
+    operators: list[torch.nn.Module], config: VllmConfig, custom_ops: list[str]
+) -> list[Callable]:
+    """The method each operator chooses when these custom_ops are configured."""
     choice = config.compilation_config
-    usual, choice.custom_ops = choice.custom_ops, ["all"]
+    configured, choice.custom_ops = choice.custom_ops, custom_ops
     try:
         with set_current_vllm_config(config):
-            yield
+            return [m.dispatch_forward(compile_native=False) for m in operators]
     finally:
-        choice.custom_ops = usual
+        choice.custom_ops = configured
