@@ -209,6 +209,58 @@ def small_hosts():
         assert ompmultiprocessing.OMPProcessManager(config).cpu_lists == [[0, 1]]
 
 
+def engine_process():
+    """The engine's process is made as we say, and asks us first how many threads it has."""
+    from vllm.turboquant import cpu
+    from vllm.v1.engine.core import EngineCoreProc
+    from vllm.v1.engine.utils import CoreEngineProcManager
+
+    chosen, config = mock.MagicMock(name="engine_context"), mock.MagicMock()
+    config.parallel_config.data_parallel_size = 1
+    start = with_stubs(CoreEngineProcManager.__init__, get_mp_context=lambda: "upstream's")
+    with mock.patch.object(cpu, "engine_context", chosen):
+        start(mock.MagicMock(), 1, 0, 0, config, True, "", mock.MagicMock(), False)
+    chosen.assert_called_once_with("upstream's", config)
+    assert chosen().Process.call_args.kwargs["target"] is EngineCoreProc.run_engine_core
+
+    first = mock.MagicMock(side_effect=InterruptedError)
+    with mock.patch.object(cpu, "compute_alone", first), contextlib.suppress(InterruptedError):
+        with_stubs(EngineCoreProc.run_engine_core)(dp_rank=0, local_dp_rank=0)
+    first.assert_called_once_with()
+
+
+def warm_up():
+    """A start whose cache has a given size runs few tokens, and keeps its limit."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    for size, tokens in ((1 << 30, 256), (None, 2048)):
+        runner = mock.MagicMock(max_num_tokens=2048)
+        runner.cache_config.kv_cache_memory_bytes = size
+        runner.profile_run = lambda: ran_with.append(runner.max_num_tokens)  # noqa: B023
+        ran_with: list[int] = []
+        with_stubs(CPUModelRunner.warming_up_model)(runner)
+        assert ran_with == [tokens] and runner.max_num_tokens == 2048
+
+
+def ray():
+    """Ray's workers on CPU: the newer executor's, with no device of their own."""
+    from vllm.platforms import current_platform
+    from vllm.v1.executor import ray_utils
+    from vllm.v1.executor.abstract import Executor
+
+    parts = ("ray", "ray.actor", "ray.types", "ray.util", "ray.util.scheduling_strategies")
+    absent = {name: mock.MagicMock() for name in parts}  # `make test-long` has Ray, others not
+    parallel = mock.MagicMock(distributed_executor_backend="ray")
+    with mock.patch.dict(sys.modules, absent), mock.patch.object(ray_utils, "ray", absent["ray"]):
+        chosen = Executor.get_class(mock.MagicMock(parallel_config=parallel))
+        from vllm.v1.executor.ray_executor_v2 import RayExecutorV2, RayWorkerProc
+
+    assert chosen is RayExecutorV2
+    assert current_platform.ray_device_key == "CPU" and chosen._get_actor_resource_kwargs() == {}
+    where = with_stubs(RayWorkerProc.get_node_and_physical_gpu_ids, current_platform=current_platform)
+    assert where(None)[1] == []
+
+
 def model_runner():
     """A TDSF cache names itself among what model runner V2 lacks, upstream's caches do not."""
     from vllm.config import VllmConfig
@@ -396,7 +448,8 @@ def hybrid():
 
 SCENARIOS = (
     overlay, cache_dtypes, backend, command_line, calibration, compile_cache, auto_dtype, linear,
-    small_hosts, model_runner, ptxas, rope, cached_prefix, text_only, hybrid, cuda_backend,
+    small_hosts, engine_process, warm_up, ray, model_runner, ptxas, rope, cached_prefix, text_only,
+    hybrid, cuda_backend,
 )  # fmt: skip
 
 if __name__ == "__main__":
