@@ -25,7 +25,7 @@ from tools.wheel.tree import PatchedTree
 
 PINS = Pins()
 KERNEL = "cuda_utils_kernels"
-ONLY = rf"/(spinloop|fs_io|cumem_allocator|moe/torch_bindings|{KERNEL})[.](cpp|cu)$"
+ONLY = rf"/(spinloop|fs_io|cumem_allocator|torch_bindings|{KERNEL})[.](cpp|cu)$"
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,8 @@ add_library(torch INTERFACE)
 target_include_directories(torch SYSTEM INTERFACE
   "${TORCH_INCLUDE_DIRS}" "${CUDA_TOOLKIT_ROOT_DIR}/include")
 target_link_options(torch INTERFACE -Wl,--as-needed)
+# where C++ and CUDA are linked together, g++ is told -lcudart without a place
+target_link_directories(torch INTERFACE "${CUDA_TOOLKIT_ROOT_DIR}/lib64")
 target_link_libraries(torch INTERFACE "${TORCH_FOLDER}/lib/libtorch_cpu.so")
 set(TORCH_LIBRARIES torch)
 set(Torch_FOUND TRUE)
