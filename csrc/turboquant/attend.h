@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention of one tile of query rows over the stored codes, piece by piece.
-// Included by each variant inside its unnamed namespace, after lanes.h, squares.h and its products:
+// Included by each variant inside its unnamed namespace, after lanes.h, squares.h, blocks.h and its
+// products:
 //
 //   from_bytes, to_bytes   kLanes bytes <-> 32-bit integers
 //   key_scores<bits>       codes and scales of 32 tokens, queries -> scores
@@ -266,26 +267,36 @@ inline Ahead values_ahead(const Layout& at, const GroupRef& group) {
   return {codes.low, codes.high, bytes_a_step(at.value_bits)};
 }
 
-// The key bias' part of the scores of 32 tokens, every row.
+// The key bias' part of the scores of 32 tokens, `kRows` rows.
+template <int kRows>
+inline void add_waves_to(const Waves& waves, const float* heights, int position, float* scores) {
+  Floats sum[kRows][kGroup / kLanes] = {};
+  for (int j = 0; j < waves.count; j++) {
+    const float* wave = waves.at(j, position);
+    for (int k = 0; k < kGroup / kLanes; k++) {
+      const Floats part = load(wave + k * kLanes);
+      for (int r = 0; r < kRows; r++) sum[r][k] += heights[r * waves.dim + j] * part;
+    }
+  }
+  for (int r = 0; r < kRows; r++)
+    for (int k = 0; k < kGroup / kLanes; k++) {
+      float* to = scores + r * kPiece + k * kLanes;
+      save(to, load(to) + sum[r][k]);
+    }
+}
+
+// The same, every row. A wave serves two or more rows for as long as it is in registers.
 inline void add_waves(const Waves& waves, const QueryRows& q, int rows, int position,
                       float* scores) {
-  for (int r = 0; r < rows; r++) {
-    Floats sum[kGroup / kLanes] = {};
-    for (int j = 0; j < waves.count; j++) {
-      const float height = q.waves[r * waves.dim + j];
-      const float* wave = waves.at(j) + position;
-      for (int k = 0; k < kGroup / kLanes; k++) sum[k] += height * load(wave + k * kLanes);
-    }
-    float* row = scores + r * kPiece;
-    for (int k = 0; k < kGroup / kLanes; k++)
-      save(row + k * kLanes, load(row + k * kLanes) + sum[k]);
-  }
+  in_blocks<kLanes == 16 ? 6 : 2>(rows, [&](auto count, int r) {
+    add_waves_to<count>(waves, q.waves + r * waves.dim, position, scores + r * kPiece);
+  });
 }
 
 // The same for one row and token.
 inline float wave_score(const Waves& waves, const float* heights, int position) {
   float sum = 0.0f;
-  for (int j = 0; j < waves.count; j++) sum += heights[j] * waves.at(j)[position];
+  for (int j = 0; j < waves.count; j++) sum += heights[j] * *waves.at(j, position);
   return sum;
 }
 

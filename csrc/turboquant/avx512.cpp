@@ -19,20 +19,7 @@
 namespace tdsf {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kMultiplyRows = 8;
-
-#include "lanes.h"
-#include "encode.h"
-#include "store.h"
-#include "squares.h"
-#include "blocks.h"
-
-inline __m512i broadcast4(const void* p) {
-  int32_t x;
-  __builtin_memcpy(&x, p, 4);
-  return _mm512_set1_epi32(x);
-}
+#include "wide.h"
 
 // sum += product, 16 bits wide. The compiler may not regroup such sums, or it keeps all products.
 inline void add_in_order(__m512i& sum, __m512i product) {
@@ -65,8 +52,6 @@ inline void add_value_products(__m512i& sum, const __m512i* level, const uint8_t
     add_in_order(narrow, _mm512_maddubs_epi16(broadcast4(weights + 4 * j), level[j]));
   sum = widen(sum, narrow);
 }
-
-#include "wide.h"
 
 }  // namespace
 

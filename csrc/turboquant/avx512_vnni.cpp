@@ -18,20 +18,7 @@
 namespace tdsf {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kMultiplyRows = 8;
-
-#include "lanes.h"
-#include "encode.h"
-#include "store.h"
-#include "squares.h"
-#include "blocks.h"
-
-inline __m512i broadcast4(const void* p) {
-  int32_t x;
-  __builtin_memcpy(&x, p, 4);
-  return _mm512_set1_epi32(x);
-}
+#include "wide.h"
 
 inline void add_key_products(__m512i* sum, const __m512i* first, const __m512i* second,
                              const QueryDigits& query, int digit, int g) {
@@ -50,8 +37,6 @@ inline void add_value_products(__m512i& sum, const __m512i* level, const uint8_t
   for (int j = 0; j < 4; j++)
     sum = _mm512_dpbusd_epi32(sum, broadcast4(weights + 4 * j), level[j]);
 }
-
-#include "wide.h"
 
 }  // namespace
 

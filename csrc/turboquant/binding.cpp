@@ -75,19 +75,20 @@ tdsf::Matrices optional_matrices(const Maybe& t, const char* name, int64_t heads
 void set_waves(tdsf::Waves& w, int64_t heads, int64_t dim, const Maybe& table, const Maybe& rows,
                const Maybe& shapes) {
   if (!table) return;
-  require(rows && shapes && table->dim() == 2 && rows->dim() == 1,
-          "wave_table [rows, positions], wave_rows [count] and wave_shapes belong together");
-  const int64_t count = rows->size(0), length = table->size(1);
-  require(count <= dim && length % tdsf::kGroup == 0,
-          "at most head_dim waves, and positions in groups of 32");
-  w.table = contiguous<float>(*table, "wave_table", ScalarType::Float, {table->size(0), length});
+  require(rows && shapes && table->dim() == 3 && rows->dim() == 1,
+          "wave_table [positions / 32, rows, 32], wave_rows [count] and wave_shapes belong together");
+  const int64_t count = rows->size(0), groups = table->size(0);
+  require(count <= dim, "at most head_dim waves");
+  w.table_rows = table->size(1);
+  w.table = contiguous<float>(*table, "wave_table", ScalarType::Float,
+                              {groups, w.table_rows, tdsf::kGroup});
   w.rows = contiguous<int32_t>(*rows, "wave_rows", ScalarType::Int, {count});
   w.shapes = contiguous<float>(*shapes, "wave_shapes", ScalarType::Float, {heads, count, dim});
   for (int64_t j = 0; j < count; j++)
-    require(w.rows[j] >= 0 && w.rows[j] < table->size(0), "wave_rows names a row beyond wave_table");
+    require(w.rows[j] >= 0 && w.rows[j] < w.table_rows, "wave_rows names a row beyond wave_table");
   w.count = (int)count;
   w.dim = (int)dim;
-  w.length = length;
+  w.length = groups * tdsf::kGroup;
 }
 
 void set_common(tdsf::Constants& c, int64_t heads, int64_t dim, int64_t key_bits,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows in blocks whose size the compiler knows, so that their sums stay in registers. Included by
-// variants inside their unnamed namespaces.
+// each variant inside its unnamed namespace.
 
 // Calls f with the rows in blocks of kMost and a last one of what is left.
 template <int kMost, class F>

@@ -337,6 +337,7 @@ void attend_shared(const Kernels& k, const AttendArgs& args, const std::vector<B
 bool runs_here(const Kernels& k) {
 #if defined(__x86_64__)
   if (&k == &kAvx2) return __builtin_cpu_supports("avx2");
+  if (&k == &kAvxVnni) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("avxvnni");
   const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   if (&k == &kAvx512) return wide;
@@ -350,7 +351,7 @@ bool runs_here(const Kernels& k) {
 // What this CPU runs, best first.
 std::vector<const Kernels*> candidates() {
 #if defined(__x86_64__)
-  std::vector<const Kernels*> all = {&kAvx512Vnni, &kAvx512, &kAvx2, &kPortable};
+  std::vector<const Kernels*> all = {&kAvx512Vnni, &kAvx512, &kAvxVnni, &kAvx2, &kPortable};
 #elif defined(__aarch64__)
   std::vector<const Kernels*> all = {&kNeon, &kPortable};
 #else

@@ -26,7 +26,7 @@ LinearPanel variant() {
 #if defined(__x86_64__)
   const Kernels* chosen = &kernels();
   if (chosen == &kAvx512Vnni || chosen == &kAvx512) return kLinearAvx512;
-  if (chosen == &kAvx2) return kLinearAvx2;
+  if (chosen == &kAvxVnni || chosen == &kAvx2) return kLinearAvx2;
 #endif
   return kLinearPortable;
 }

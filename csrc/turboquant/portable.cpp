@@ -5,6 +5,8 @@
 // Layout: docs/format.md states that of the packed codes. Roofline: none is claimed. A level costs
 // a scalar table lookup, some 10 instructions, once per tile, and a multiply-add per query row that
 // the compiler vectorises for the baseline instruction set: bound by arithmetic, far from memory.
+#include <type_traits>
+
 #include "tdsf.h"
 
 namespace tdsf {
@@ -17,6 +19,7 @@ constexpr int kMultiplyRows = 2;
 #include "encode.h"
 #include "store.h"
 #include "squares.h"
+#include "blocks.h"
 
 inline Ints from_bytes(const uint8_t* p) {
   Ints v;

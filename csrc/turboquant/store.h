@@ -66,7 +66,7 @@ inline void write_exact(uint8_t* slot, const float* z, int dim) {
 // Takes the key bias at `position` out of a key.
 inline void subtract_waves(const Waves& waves, int head, int position, float* row) {
   for (int j = 0; j < waves.count; j++) {
-    const float height = waves.at(j)[position];
+    const float height = *waves.at(j, position);
     const float* shape = waves.shape(head, j);
     for (int d = 0; d < waves.dim; d++) row[d] -= height * shape[d];
   }

@@ -47,16 +47,20 @@ struct Matrices {
   const float* at(int head) const { return data ? data + head * head_stride : nullptr; }
 };
 
-// The key bias after RoPE, a vector per position i: the sum over j of table[rows[j], i] * shape j.
-// It is taken out of a key before encoding, and its scores are added back. Pairs of coordinates that
-// hold little of it are left out, so most models have count 0.
+// The key bias after RoPE, a vector per position i: the sum over j of row rows[j] of the table at i
+// times shape j. It is taken out of a key before encoding, and its scores are added back. Pairs of
+// coordinates that hold little of it are left out, so most models have count 0. The table is read
+// group after group, so what a group needs lies together.
 struct Waves {
-  const float* table;    // [.., length]: cosines and sines of the layer's angles
+  const float* table;    // [length / kGroup, table_rows, kGroup]: cosines and sines of the angles
   const int32_t* rows;   // [count]
   const float* shapes;   // [heads, count, dim]
   int count, dim;        // count <= dim
+  int64_t table_rows;
   int64_t length;        // positions in the table, a multiple of kGroup
-  const float* at(int j) const { return table + rows[j] * length; }
+  const float* at(int j, int64_t position) const {
+    return table + (position / kGroup * table_rows + rows[j]) * kGroup + position % kGroup;
+  }
   const float* shape(int head, int j) const {
     return shapes + ((int64_t)head * count + j) * dim;
   }
@@ -194,6 +198,7 @@ struct Kernels {
 extern const Kernels kPortable;
 #if defined(__x86_64__)
 extern const Kernels kAvx2;
+extern const Kernels kAvxVnni;
 extern const Kernels kAvx512;
 extern const Kernels kAvx512Vnni;
 #elif defined(__aarch64__)

@@ -1,15 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention 512 bits wide, of both AVX-512 variants. Included by each inside its unnamed namespace,
-// after its products of a square's levels:
-//
-//   add_key_products     of two squares of keys with a query's 16 digits
-//   key_sum              what their sum is without the 128s that were added to the levels
-//   add_value_products   of a square of values with the weights of 16 tokens
+// 512 bits wide: attention of both AVX-512 variants. Included by each inside its unnamed namespace;
+// each then defines the products declared here.
 //
 // Layout. squares.h: a square is four vectors of 64 levels. Codes become levels in registers by byte
 // shuffles, and up to 8 query rows use them there. The unsigned operand of a product is the level
 // plus 128 for keys, the weight for values.
+
+constexpr int kLanes = 16;
+constexpr int kMultiplyRows = 8;
+
+#include "lanes.h"
+#include "encode.h"
+#include "store.h"
+#include "squares.h"
+#include "blocks.h"
+
+// Adds the products of two squares of keys with a query's 16 digits to two sums.
+inline void add_key_products(__m512i* sum, const __m512i* first, const __m512i* second,
+                             const QueryDigits& query, int digit, int g);
+
+// What a sum of key products is without the 128s that were added to the levels.
+inline __m512i key_sum(__m512i sum, int32_t offset);
+
+// Adds the products of a square of values with the weights of 16 tokens.
+inline void add_value_products(__m512i& sum, const __m512i* level, const uint8_t* weights);
+
+inline __m512i broadcast4(const void* p) {
+  int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return _mm512_set1_epi32(x);
+}
 
 inline __m512i bytes_at(const void* p) { return _mm512_loadu_si512(p); }
 

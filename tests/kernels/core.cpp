@@ -103,7 +103,7 @@ void run_case(int key_bits, int value_bits) {
   const auto waves = normals((size_t)dim * reach, 1), shapes = normals((size_t)heads * count * dim, 1);
   std::vector<int32_t> wave_rows(count);
   for (int32_t& row : wave_rows) row = draw(0, dim - 1);
-  constants.waves = {waves.data(), wave_rows.data(), shapes.data(), count, dim, reach};
+  constants.waves = {waves.data(), wave_rows.data(), shapes.data(), count, dim, dim, reach};
   const tdsf::Cache pages{cache.data(), heads * at.end, at.end, blocks, at};
 
   auto key = normals((size_t)length * heads * dim, 2);

@@ -36,9 +36,9 @@ class Rope:
 
 @dataclass(frozen=True)
 class Waves:
-    """R_i b of one layer: the sum over j of table[rows[j], i] * shapes[h, j]."""
+    """R_i b of one layer: the sum over j of table[i // 32, rows[j], i % 32] * shapes[h, j]."""
 
-    table: torch.Tensor  # float32 [R, L], L a multiple of 32; layers may share it
+    table: torch.Tensor  # float32 [L/32, R, 32]; layers may share it
     rows: torch.Tensor  # int32 [J]
     shapes: torch.Tensor  # float32 [H, J, D]
 
@@ -48,14 +48,15 @@ class Waves:
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """R_i b at positions [T]: float64 [T, H, D]."""
-        heights = self.table[self.rows.long()].double()[:, positions]
-        return torch.einsum("jt,hjd->thd", heights, self.shapes.double())
+        heights = self.table[positions // 32, :, positions % 32][:, self.rows.long()].double()
+        return torch.einsum("tj,hjd->thd", heights, self.shapes.double())
 
 
 def wave_table(rope: Rope, longest: int) -> torch.Tensor:
     """The table of `Waves` for sequences of up to `longest` tokens."""
-    used = rope.cos_sin[:longest].float().cpu().mT
-    return torch.nn.functional.pad(used, (0, -used.shape[1] % 32)).contiguous()
+    used = rope.cos_sin[:longest].float().cpu()
+    padded = torch.nn.functional.pad(used, (0, 0, 0, -len(used) % 32))
+    return padded.unflatten(0, (-1, 32)).mT.contiguous()
 
 
 def waves(rope: Rope, bias: torch.Tensor, table: torch.Tensor) -> Waves | None:
