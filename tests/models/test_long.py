@@ -5,6 +5,7 @@ At 8,192 tokens here; `make test-long` adds 131,072, the context that Qwen3 has 
 """
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,22 +151,27 @@ def first(served):
     return output
 
 
-def test_every_row_sees_what_it_asks_for_and_nothing_ahead(served, first):
-    """By the log-probability that each row gives to the next token of the prompt."""
-    seen = {"right": 0, "other": 0, "ahead": 0}
-    wrong = 0
+def judged(served, first):
+    """(index, kind, whether it is mistaken) of every row of the prompt that asks for a word, by the
+    log-probability it gives to the next token: the `right` word, an `other` or one that lies `ahead`."""
     for i, (token, following) in enumerate(zip(served.text, served.text[1:])):
         logprob = first.prompt_logprobs[i + 1][following].logprob
         asked = i - short_distance(token)
         if token == question(AHEAD):
-            seen["ahead"] += 1
-            assert logprob < UNLIKELY, (i, logprob)
+            yield i, "ahead", logprob >= UNLIKELY
         elif asked >= 0:
             right = served.text[asked] == following
-            seen["right" if right else "other"] += 1
-            wrong += logprob < CERTAIN if right else logprob > UNLIKELY
-    assert all(count > served.context / 200 for count in seen.values()), seen
-    print(f"{served.name} {served.context}: {wrong} of {seen} rows take a neighbour")
+            mistaken = logprob < CERTAIN if right else logprob > UNLIKELY
+            yield i, "right" if right else "other", mistaken
+
+
+def test_every_row_sees_what_it_asks_for_and_nothing_ahead(served, first):
+    rows = list(judged(served, first))
+    seen = Counter(kind for _, kind, _ in rows)
+    assert all(seen[kind] > served.context / 200 for kind in ("right", "other", "ahead")), seen
+    assert not any(mistaken for _, kind, mistaken in rows if kind == "ahead")
+    wrong = sum(mistaken for _, _, mistaken in rows)
+    print(f"{served.name} {served.context}: {wrong} of {dict(seen)} rows take a neighbour")
     assert wrong <= served.tolerance * sum(seen.values()), (wrong, seen)
 
 
@@ -183,7 +189,10 @@ def test_the_last_token_finds_the_needle_behind_a_cached_prefix(served, first, i
 
 
 def test_decode_goes_on_to_the_last_position(served, first):
-    """Each token is judged by those before it, so a wrong one does not make the next ones wrong."""
+    """Each token is judged by those before it, so a wrong one does not make the next ones wrong.
+
+    As often as prefill's rows of such positions, give or take three standard deviations.
+    """
     output = ask(served.llm, served.prompt(4), DECODED)
     spoken = output.outputs[0].token_ids
     sequence = [*served.prompt(4), *spoken]
@@ -192,7 +201,14 @@ def test_decode_goes_on_to_the_last_position(served, first):
     wrong = 0
     for at in range(served.context - DECODED + 1, served.context):
         wrong += sequence[at] != sequence[at - 1 - short_distance(sequence[at - 1])]
-    assert wrong <= (4 if served.tolerance else 0), (wrong, spoken)
+    late = [
+        mistaken
+        for i, kind, mistaken in judged(served, first)
+        if kind == "right" and i > served.context * 15 // 16
+    ]
+    expected = (DECODED - 1) * sum(late) / len(late)
+    print(f"{served.name} {served.context}: {wrong} of {DECODED - 1} mistaken, {expected:.1f} expected")
+    assert wrong <= expected + 3 * expected**0.5, (wrong, spoken)
 
 
 def test_memory_is_as_planned(served, first):
