@@ -210,7 +210,7 @@ def small_hosts():
 
 
 def engine_process():
-    """The engine's process is made as we say, and asks us first how many threads it has."""
+    """The engine's process is made as we say, and first of all gives up its threads."""
     from vllm.turboquant import cpu
     from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.engine.utils import CoreEngineProcManager
@@ -234,10 +234,10 @@ def warm_up():
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     for size, tokens in ((1 << 30, 256), (None, 2048)):
+        ran_with: list[int] = []
         runner = mock.MagicMock(max_num_tokens=2048)
         runner.cache_config.kv_cache_memory_bytes = size
-        runner.profile_run = lambda: ran_with.append(runner.max_num_tokens)  # noqa: B023
-        ran_with: list[int] = []
+        runner.profile_run = lambda r=runner, to=ran_with: to.append(r.max_num_tokens)
         with_stubs(CPUModelRunner.warming_up_model)(runner)
         assert ran_with == [tokens] and runner.max_num_tokens == 2048
 

@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kernels(toolkit, folder):
-    """Two small sources for one GPU, and the libraries without GPU code."""
+    """A small source for one GPU, linked with C++ as in the whole, and all that has no GPU code."""
     PatchedTree.apply(PINS.release)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels_module, "BUILD", folder / "kernels")

@@ -279,7 +279,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--shapes", help="only shapes whose label contains this text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--isa", default="auto", help="auto, avx512_vnni, avx512, avx_vnni, avx2 or portable")
+    parser.add_argument("--isa", default="auto", help="auto, or a name of VLLM_TQ_ISA")
     options = parser.parse_args(arguments)
     choose_instruction_set(options.isa)
     from vllm.turboquant import kernels

@@ -2,7 +2,8 @@
 """The native kernels: encode-and-store and attention over the stored codes, on CPU.
 
 They do what `vllm.turboquant.reference` specifies, on the instruction set that suits the CPU
-(VLLM_TQ_ISA=portable|avx2|avx_vnni|avx512|avx512_vnni|neon forces one). The sources are in csrc/turboquant.
+(VLLM_TQ_ISA=portable|avx2|avx_vnni|avx512|avx512_vnni|neon forces one). The sources are in
+csrc/turboquant.
 """
 
 from pathlib import Path
