@@ -446,10 +446,36 @@ def hybrid():
         assert not output.any()
 
 
+def windows():
+    """Of a Qwen2 with windows on some layers, each layer has its own, and the model is built."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.attention.attention import Attention
+    from vllm.model_executor.models.qwen2 import Qwen2Model
+    from vllm.turboquant import windows
+
+    kinds = ["full_attention", "sliding_attention"]
+    text = mock.MagicMock(
+        model_type="qwen2", layer_types=kinds, sliding_window=64, max_window_layers=1
+    )
+    model = mock.MagicMock(hf_text_config=text)
+    model.model_config.hf_config.get_text_config.return_value = text
+    config = VllmConfig(model_config=qwen35())
+    names = ("layers.0.attn", "layers.1.attn", "draft.layers.2.attn")
+    with (
+        set_current_vllm_config(config),
+        mock.patch.object(windows, "get_current_vllm_config", lambda: mock.Mock(model_config=model)),
+    ):
+        layers = [Attention(4, 64, 1.0, cache_config=config.cache_config, prefix=n) for n in names]
+        assert [layer.sliding_window for layer in layers] == [None, 64, None]
+    written = inspect.getclosurevars(Qwen2Model.__init__).nonlocals["old_init"]
+    build = with_stubs(written, make_layers=lambda *_, **__: (0, 2, None))
+    build(object.__new__(Qwen2Model), vllm_config=model, prefix="", decoder_layer_type=None)
+
+
 SCENARIOS = (
     overlay, cache_dtypes, backend, command_line, calibration, compile_cache, auto_dtype, linear,
     small_hosts, engine_process, warm_up, ray, model_runner, ptxas, rope, cached_prefix, text_only,
-    hybrid, cuda_backend,
+    hybrid, windows, cuda_backend,
 )  # fmt: skip
 
 if __name__ == "__main__":
