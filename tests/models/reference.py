@@ -16,10 +16,20 @@ class Reference:
         self.model = architecture.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.inference_mode()
+    def _scores(self, ids: torch.Tensor) -> torch.Tensor:
+        """[T - 1, V]: log-probabilities of what follows each token of `ids` [T] but the last."""
+        return self.model(ids[None]).logits[0, :-1].float().log_softmax(-1)
+
+    def least_gap(self, prompt: list[int], tokens: list[int]) -> float:
+        """How near this continuation comes to a tie: the least distance, over its steps, of the
+        best token from the second best, in nats."""
+        best = self._scores(torch.tensor(prompt + tokens))[len(prompt) - 1 :].topk(2).values
+        return float((best[:, 0] - best[:, 1]).min())
+
     def compare(self, prompt: list[int], answer: dict) -> "Distance":
         """Both see the prompt and the tokens that the engine chose, so one flip stays one flip."""
         ids = torch.tensor(prompt + answer["tokens"])
-        scores = self.model(ids[None]).logits[0, :-1].float().log_softmax(-1)
+        scores = self._scores(ids)
         ours = torch.tensor(answer["given"] + answer["logprobs"])
         theirs = scores.gather(1, ids[1:, None])[:, 0]
         top = torch.tensor(answer["top"] + answer["tokens"])

@@ -20,7 +20,17 @@ MEMORY = dict(kv_cache_memory_bytes=512 << 20, max_model_len=32768)
 
 # Mean and 99th percentile of the error of a log-probability against Transformers in float32, in nats. The delta
 # net in bf16 alone is 0.009 and 0.04 away.
-BOUNDS = {"auto": (0.03, 0.3), "tdsf_k8v8": (0.03, 0.3), "tdsf_k4v4": (0.3, 3.0)}
+BOUNDS = {
+    "auto": (0.02, 0.1),
+    "tdsf_k8v8": (0.02, 0.1),
+    "tdsf_k8v4": (0.03, 0.15),
+    "tdsf_k4v4": (0.05, 0.25),
+    "tdsf_k3v3": (0.1, 0.5),
+}
+
+DECIDED = 0.02
+"""Nats between the best token and the second, at every step of an answer to a decided prompt. Weights
+are random: unlike a trained model's, their answers come within rounding of a tie every few prompts."""
 
 
 def random_tokens(length: int, seed: int) -> list[int]:
@@ -28,7 +38,7 @@ def random_tokens(length: int, seed: int) -> list[int]:
     return torch.randint(0, 256, (length,), generator=generator).tolist()
 
 
-PROMPTS = [random_tokens(40 + 11 * i, seed=i) for i in range(20)]
+PROMPTS = [random_tokens(40 + 11 * (i % 20), seed=i) for i in range(40)]
 OF_SEVERAL_BLOCKS = random_tokens(LONG, seed=99)
 
 
@@ -50,7 +60,9 @@ def answers(folder, tmp_path_factory):
     plan = {
         "auto": job("auto", batch),
         "tdsf_k8v8": job("tdsf_k8v8", batch, miss, hit),
+        "tdsf_k8v4": job("tdsf_k8v4", batch),
         "tdsf_k4v4": job("tdsf_k4v4", batch),
+        "tdsf_k3v3": job("tdsf_k3v3", batch),
         "block of the user": job("tdsf_k8v8", batch, miss, hit, block_size=1024),
     }
     return dict(zip(plan, run(tmp_path_factory.mktemp("engines"), list(plan.values()))))
@@ -86,12 +98,16 @@ def test_near_transformers(answers, reference, kv):
     assert found.within(*BOUNDS[kv]), found
 
 
-def test_eight_bits_answer_as_uncompressed(answers):
-    """17 to 20 of 20, by the machine; a model of random weights is near a tie every few tokens."""
-    pairs = zip(answers["auto"]["answers"][0], answers["tdsf_k8v8"]["answers"][0], strict=True)
-    alike = sum(a["tokens"] == b["tokens"] for a, b in pairs)
-    print(f"{alike} of {len(PROMPTS)} answers alike")
-    assert alike >= 15
+def test_eight_bits_answer_as_uncompressed(answers, reference):
+    """On the first 20 prompts that Transformers in float32 decides clearly, whatever the machine."""
+    plain, stored = (answers[kv]["answers"][0] for kv in ("auto", "tdsf_k8v8"))
+    alike = [a["tokens"] == b["tokens"] for a, b in zip(plain, stored, strict=True)]
+    gaps = [reference.least_gap(p, a["tokens"]) for p, a in zip(PROMPTS, plain, strict=True)]
+    decided = [same for same, gap in zip(alike, gaps) if gap > DECIDED][:20]
+    print(f"{sum(alike)} of {len(alike)} alike; {sum(decided)} of {len(decided)} decided ones")
+    print("gaps of the others:", [gap for same, gap in zip(alike, gaps) if not same])
+    assert len(decided) == 20
+    assert sum(decided) >= 18
 
 
 @pytest.mark.parametrize("name", ["tdsf_k8v8", "block of the user"])
