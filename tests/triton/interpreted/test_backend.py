@@ -22,6 +22,7 @@ from vllm.v1.attention.selector import AttentionSelectorConfig
 
 AMPERE = SimpleNamespace(major=8, minor=0)
 HEADS, GROUP, DIM, BLOCK = 2, 3, 64, 32
+FORMAT = FORMATS["tdsf_k8v8"]
 
 
 def demands(**changes) -> AttentionSelectorConfig:
@@ -74,7 +75,7 @@ def test_old_devices_and_other_backends_are_refused():
 
 def builder() -> TdsfTritonBuilder:
     made = object.__new__(TdsfTritonBuilder)  # build() needs nothing of the engine
-    made._prepare(most_tokens=256, heads=HEADS, group=GROUP, device=CPU)
+    made._prepare(256, heads=HEADS, group=GROUP, dim=DIM, fmt=FORMAT, device=CPU)
     return made
 
 
@@ -115,7 +116,8 @@ def test_batch_invariance_means_one_tile_and_no_splits(monkeypatch):
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     decode, prefill = made.build(0, one), made.build(0, batch([0, 40], [40], table, 40))
     assert decode.splits == prefill.splits == 1
-    assert tile_rows(GROUP, decode.longest_query) == tile_rows(GROUP, prefill.longest_query)
+    shorter, longer = decode.longest_query, prefill.longest_query
+    assert tile_rows(GROUP, shorter, DIM, FORMAT) == tile_rows(GROUP, longer, DIM, FORMAT)
 
 
 def test_a_layer_stores_and_attends(monkeypatch):

@@ -64,6 +64,9 @@ def sections(fmt, cache, dim):
         ("tdsf_k4v4", 80, False),
         ("tdsf_k3v3", 64, False),
         ("tdsf_k3v3", 80, True),
+        ("tdsf_k4v4", 128, True),
+        ("tdsf_k4v3", 192, False),
+        ("tdsf_k3v3", 256, True),
     ],
 )
 def test_bytes_are_those_of_the_reference(name, dim, profile):
