@@ -8,7 +8,7 @@
 // not depend on its neighbours, nor on how wide the lanes are.
 //
 // Cost of a vector at 3 or 4 bits: five chains of dim^2 / 2 multiply-subtracts, read from one row
-// of the feedback, and 2^bits compares a coordinate and candidate. Uncalibrated, the quadratic part
+// of the feedback, and `bits` compares a coordinate and candidate. Uncalibrated, the quadratic part
 // falls away.
 
 // A head's side of the cache (keys or values) and what encoding it takes.
@@ -57,20 +57,27 @@ struct Rounded {
   Floats with_itself;          // of the vector with itself
 };
 
-// The levels of one coordinate, and between which two each of them lies.
+// The levels of one coordinate, and a search tree of the edges between them.
 struct Ladder {
-  float levels[16] = {}, edges[15];
-  int count;
+  float levels[16] = {};
+  float tree[4][16] = {};  // by step, and by the bits that the steps before it found
+  int bits;
 
-  Ladder(const int8_t* table, int bits) : count(1 << bits) {
-    for (int i = 0; i < count; i++) levels[i] = table[i];
-    for (int i = 0; i + 1 < count; i++) edges[i] = 0.5f * (levels[i] + levels[i + 1]);
+  Ladder(const int8_t* table, int bits) : bits(bits) {
+    for (int i = 0; i < 1 << bits; i++) levels[i] = table[i];
+    for (int step = 0; step < bits; step++)
+      for (int path = 0; path < 1 << step; path++) {
+        const int above = (2 * path + 1) << (bits - 1 - step);
+        tree[step][path] = 0.5f * (levels[above - 1] + levels[above]);
+      }
   }
 
+  // The level nearest to y; of two as near, the higher.
   Ints code(Floats y) const {
-    Ints code{};
-    for (int i = 0; i + 1 < count; i++) code -= y >= edges[i];
-    return code;
+    Ints code = -(y >= tree[0][0]);
+    code = code + code - (y >= look_up_8(tree[1], code));
+    code = code + code - (y >= look_up_8(tree[2], code));
+    return bits == 3 ? code : code + code - (y >= look_up_8(tree[3], code));
   }
 };
 
@@ -141,6 +148,7 @@ inline void encode_rounded(const Codec& codec, const Lanes& z, Floats predicted,
   }
   Rounded rounded;
   round_in_turn(codec, z, scales, rounded);
+  Bytes taken[kTried] = {};  // all ones where a lane takes the candidate
   for (int i = 0; i < kLanes; i++) {
     int best = 0;
     float least = __builtin_inff();
@@ -148,13 +156,22 @@ inline void encode_rounded(const Codec& codec, const Lanes& z, Floats predicted,
       const float error = rounded.left[c][i] * (scales[c][i] * scales[c][i]);
       if (error < least) best = c, least = error;
     }
-    for (int d = 0; d < dim; d++) codes.at[d][i] = rounded.codes[best][d][i];
+    taken[best][i] = 255;
     // The scale that leaves the vector's product with itself, in the metric, unbiased.
     const float scale = scales[best][i], product = rounded.with_levels[best][i];
     const float unbiased = product > 0.0f ? rounded.with_itself[i] / product : 0.0f;
     const bool sane = unbiased > scale / 2 && unbiased < scale * 2;
     scale_bytes[i] = to_scale_byte(
         __builtin_nearbyint(scale_steps(sane ? unbiased : scale, predicted[i], codec.step)));
+  }
+  for (int d = 0; d < dim; d++) {
+    Bytes chosen{};
+    for (int c = 0; c < kTried; c++) {
+      Bytes tried;
+      __builtin_memcpy(&tried, rounded.codes[c][d], sizeof tried);
+      chosen |= tried & taken[c];
+    }
+    __builtin_memcpy(codes.at[d], &chosen, sizeof chosen);
   }
 }
 

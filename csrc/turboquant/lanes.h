@@ -41,9 +41,16 @@ inline Floats look_up(const float* table, Ints index) {
   return found;
 }
 
+// table[index], of 8 entries.
+inline Floats look_up_8(const float* table, Ints index) {
+  if constexpr (kLanes == 8) return __builtin_shuffle(load(table), index);
+  return look_up(table, index);
+}
+
+using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+
 // Integers from 0 to 255 as bytes.
 inline void narrow(Ints v, uint8_t* bytes) {
-  using Bytes = uint8_t __attribute__((vector_size(kLanes)));
   const Bytes b = __builtin_convertvector(v, Bytes);
   __builtin_memcpy(bytes, &b, sizeof b);
 }
