@@ -69,21 +69,20 @@ class Usage:
 
 
 def variants(dims: tuple[int, ...] = DIMS) -> Iterator[Variant]:
-    """Every variant that serving compiles; window, cap and sinks at one shape of each tile."""
+    """Every kernel, head_dim, format and tile; window, cap and sinks all together or not at all."""
     from vllm.turboquant.formats import FORMATS
     from vllm.v1.attention.ops.triton_tdsf_attend import tile_rows
 
-    formats = [(f.key_bits, f.value_bits) for f in FORMATS.values()]
     for dim in dims:
         for bits in (8, 4, 3):
             yield Variant("store key", dim, key_bits=bits)
             yield Variant("store value", dim, value_bits=bits)
         yield Variant("turn", dim)
         yield Variant("merge", dim)
-        for rows in sorted({tile_rows(GROUP, n) for n in (1, 64)}):
-            for key_bits, value_bits in formats:
-                yield Variant("attend", dim, key_bits, value_bits, rows)
-            yield Variant("attend", dim, 4, 4, rows, extras=True)
+        for fmt in FORMATS.values():
+            for rows in sorted({tile_rows(GROUP, n, dim, fmt) for n in (1, 64)}):
+                for extras in (False, True):
+                    yield Variant("attend", dim, fmt.key_bits, fmt.value_bits, rows, extras)
 
 
 def sample(every: list[Variant]) -> list[Variant]:

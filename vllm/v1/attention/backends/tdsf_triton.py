@@ -16,7 +16,7 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.turboquant.constants import LayerConstants, uncalibrated
-from vllm.turboquant.formats import BLOCK_MULTIPLE, FORMATS
+from vllm.turboquant.formats import BLOCK_MULTIPLE, FORMATS, Format
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionLayer,
@@ -82,11 +82,21 @@ class TdsfTritonBuilder(AttentionMetadataBuilder[TdsfTritonMetadata]):
             ),
             heads=kv_cache_spec.num_kv_heads,
             group=max(layer.num_heads // layer.num_kv_heads for layer in layers.values()),
+            dim=layer.head_size,
+            fmt=impl.format,
             device=device,
         )
 
-    def _prepare(self, most_tokens: int, heads: int, group: int, device: torch.device) -> None:
-        self.heads, self.group = heads, group
+    def _prepare(
+        self,
+        most_tokens: int,
+        heads: int,
+        group: int,
+        dim: int,
+        fmt: Format,
+        device: torch.device,
+    ) -> None:
+        self.heads, self.group, self.dim, self.format = heads, group, dim, fmt
         self.processors = (
             torch.cuda.get_device_properties(device).multi_processor_count
             if torch.device(device).type == "cuda"
@@ -114,8 +124,8 @@ class TdsfTritonBuilder(AttentionMetadataBuilder[TdsfTritonMetadata]):
         if envs.VLLM_BATCH_INVARIANT:
             longest = max(longest, MOST_ROWS)  # one tile for every batch, too
         else:
-            per_tile = tile_rows(self.group, longest) // self.group
-            tiles = max(tokens // per_tile, batch.num_reqs)
+            rows = tile_rows(self.group, longest, self.dim, self.format)
+            tiles = max(tokens // (rows // self.group), batch.num_reqs)
             splits = splits_for(tiles, self.heads, self.processors)
         return TdsfTritonMetadata(
             *(starts, lengths, batch.block_table_tensor, positions, longest, splits)

@@ -454,9 +454,13 @@ def merge_kernel(
     )
 
 
-def tile_rows(group: int, longest_query: int) -> int:
-    """Rows of a tile: those of one request where they fit; 16 fill a matrix product."""
-    return min(MOST_ROWS, max(16, triton.next_power_of_2(group * longest_query)))
+def tile_rows(group: int, longest_query: int, dim: int, fmt: Format) -> int:
+    """Rows of a tile: those of one request where they fit; 16 fill a matrix product.
+
+    The widest heads with 3-bit values stay at 16: of 32 some variants spill.
+    """
+    most = 16 if fmt.value_bits == 3 and padded(dim) == 256 else MOST_ROWS
+    return min(most, max(16, triton.next_power_of_2(group * longest_query)))
 
 
 def step_tokens(value_bits: int) -> int:
@@ -509,8 +513,7 @@ def attend_options(
         "BIAS": softcap or sinks,
         "num_warps": attend_warps(rows, dim, fmt),
         "num_stages": 1,
-        # Of these ptxas would spill some to run more programs at once, if it were let.
-        **({"maxnreg": 255} if rows == MOST_ROWS or dim != padded(dim) else {}),
+        "maxnreg": 255,  # or ptxas spills some to run more programs at once
     }
 
 
@@ -557,7 +560,7 @@ def attend(
     if tokens == 0 or requests == 0:
         return
     device = query.device
-    rows = tile_rows(group, longest_query)
+    rows = tile_rows(group, longest_query, dim, constants.format)
     tiles = tokens // (rows // group) + requests
     z = torch.empty(tokens, query_heads, dim, dtype=torch.float16, device=device)
     unit, bias = torch.empty(2, tokens, query_heads, device=device)

@@ -342,4 +342,5 @@ def store_options(
         # As many as keep everything in registers; more would repeat the lanes.
         "num_warps": 8 if dim > 128 else 4 if dim > 64 else 2,
         "num_stages": 1,
+        "maxnreg": 255,  # or ptxas spills some to run more programs at once
     }
