@@ -12,19 +12,23 @@ FAMILIES = ("qwen2", "qwen3")
 """What the `model_type` of a model begins with, to have its layers' windows looked up."""
 
 
+def by_layer(config) -> bool:
+    """Whether `of_layer` knows the layers of the model with this (text) configuration."""
+    kinds = getattr(config, "layer_types", None) or []
+    return "sliding_attention" in kinds and config.model_type.startswith(FAMILIES)
+
+
 def of_layer(name: str, given: int | None) -> int | None:
     """The sliding window of the attention layer `name` ("model.layers.3.self_attn.attn"), in tokens.
 
     given: what the model's code says of the layer, which wins. None: as all layers of the model.
     """
     model = get_current_vllm_config().model_config  # None in some of upstream's tests
-    if given is not None or model is None:
+    if given is not None or model is None or not by_layer(model.hf_text_config):
         return given
     config = model.hf_text_config
-    kinds = getattr(config, "layer_types", None) or []
-    if "sliding_attention" not in kinds or not config.model_type.startswith(FAMILIES):
-        return None
     numbers = [int(part) for part in name.split(".") if part.isdecimal()]
-    if len(numbers) != 1 or numbers[0] >= len(kinds):  # not the model's own: of a draft, or a tower
-        return None
-    return config.sliding_window if kinds[numbers[0]] == "sliding_attention" else None
+    if len(numbers) != 1 or numbers[0] >= len(config.layer_types):
+        return None  # not one of the model's own layers: of a draft, or of a tower
+    slides = config.layer_types[numbers[0]] == "sliding_attention"
+    return config.sliding_window if slides else None
