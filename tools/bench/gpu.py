@@ -223,6 +223,69 @@ def plain_attention(shape: Shape, dtype) -> Callable[[], None]:
     return lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True, **causal)
 
 
+def upstream_unified(shape: Shape, query, key, value) -> Callable[[], None]:
+    """Upstream's Triton attention over an uncompressed paged cache, split as its backend splits
+    decodes; a call returns what it gives. Raises ImportError without a vLLM.
+
+    query: [batch * rows, query_heads, dim]; key, value: [batch, length, kv_heads, dim], length a
+    multiple of 16; all of one dtype.
+    """
+    import torch
+
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+    page, splits, most = 16, 16, 128 // shape.kv_heads
+    pages = shape.batch * shape.length // page
+    on = dict(device=query.device)
+    order = torch.randperm(pages, **on)
+    caches = []
+    for side in (key, value):
+        cache = torch.empty(pages, page, shape.kv_heads, shape.dim, dtype=side.dtype, **on)
+        cache[order] = side.reshape(cache.shape)
+        caches.append(cache)
+    width = 1 << (shape.dim - 1).bit_length()
+    parts = torch.empty(most, shape.query_heads, splits, width + 2, **on)
+    arguments = dict(
+        q=query,
+        k=caches[0],
+        v=caches[1],
+        out=torch.empty_like(query),
+        cu_seqlens_q=torch.arange(shape.batch + 1, dtype=torch.int32, **on) * shape.rows,
+        max_seqlen_q=shape.rows,
+        seqused_k=torch.full((shape.batch,), shape.length, dtype=torch.int32, **on),
+        max_seqlen_k=shape.length,
+        softmax_scale=shape.dim**-0.5,
+        causal=True,
+        window_size=(-1, -1),
+        block_table=order.int().view(shape.batch, -1),
+        softcap=0.0,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
+        seq_threshold_3D=most,
+        num_par_softmax_segments=splits,
+        softmax_segm_output=parts[..., :width].contiguous(),
+        softmax_segm_max=parts[..., width].contiguous(),
+        softmax_segm_expsum=parts[..., width + 1].contiguous(),
+    )
+
+    def call():
+        unified_attention(**arguments)
+        return arguments["out"]
+
+    return call
+
+
+def paged_attention(shape: Shape, dtype) -> Callable[[], None]:
+    """`upstream_unified` over random numbers."""
+    import torch
+
+    rows = (shape.batch * shape.rows, shape.query_heads, shape.dim)
+    size = (shape.batch, shape.length, shape.kv_heads, shape.dim)
+    key, value = torch.randn(2, *size, device="cuda", dtype=dtype)
+    return upstream_unified(shape, torch.randn(rows, device="cuda", dtype=dtype), key, value)
+
+
 def upstream_turboquant(shape: Shape, dtype) -> Callable[[], None]:
     """Upstream's decode kernel of turboquant_4bit_nc. Raises ImportError without a vLLM."""
     import torch
@@ -271,7 +334,10 @@ def timed(call: Callable[[], None]) -> float:
 def measure(shape: Shape, formats: list[str], dtype) -> dict:
     """Times of one shape; a competitor that cannot run is named with its reason."""
     row = asdict(shape) | {"ms": {}, "not_run": {}, "gb_s": {}}
-    others = {"sdpa_bf16": lambda: plain_attention(shape, dtype)}
+    others = {
+        "sdpa_bf16": lambda: plain_attention(shape, dtype),
+        "upstream_unified_bf16": lambda: paged_attention(shape, dtype),
+    }
     if shape.rows == 1:
         others["upstream_turboquant_4bit_nc"] = lambda: upstream_turboquant(shape, dtype)
     for name, make in others.items():

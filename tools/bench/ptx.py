@@ -13,7 +13,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tools.errors import Problem
@@ -194,20 +194,22 @@ def use_ptxas(release: str) -> None:
 
 
 def table(rows: list[tuple[Variant, Usage]]) -> str:
-    """Markdown: per kernel and head_dim the worst of all architectures and variants."""
-    worst: dict[tuple[str, int], list[int]] = {}
+    """Markdown: registers / KiB of shared memory by kernel and head_dim; the most of any architecture,
+    with or without window, cap and sinks."""
+    most: dict[str, dict[int, tuple[int, int]]] = {}
     for v, u in rows:
-        cell = worst.setdefault((v.kernel, v.dim), [0, 0, 0, 0])
-        cell[0] += 1
-        cell[1:] = [max(a, b) for a, b in zip(cell[1:], (u.registers, u.spilled, u.shared))]
+        cells = most.setdefault(replace(v, extras=False).label, {})
+        registers, shared = cells.get(v.dim, (0, 0))
+        cells[v.dim] = max(registers, u.registers), max(shared, u.shared)
+    dims = sorted({v.dim for v, _ in rows})
     lines = [
-        "| kernel | head_dim | compiled | registers | spilled bytes | shared memory, KiB |",
-        "|---|---|---|---|---|---|",
+        "| kernel | " + " | ".join(map(str, dims)) + " |",
+        "|---" * (len(dims) + 1) + "|",
     ]
-    lines += [
-        f"| {kernel} | {dim} | {n} | {registers} | {spilled} | {shared / 1024:.1f} |"
-        for (kernel, dim), (n, registers, spilled, shared) in sorted(worst.items())
-    ]
+    for label, cells in sorted(most.items()):
+        found = (cells.get(dim) for dim in dims)
+        texts = (f"{c[0]} / {c[1] / 1024:.0f}" if c else "" for c in found)
+        lines.append(f"| {label} | " + " | ".join(texts) + " |")
     return "\n".join(lines)
 
 
