@@ -22,7 +22,7 @@ SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227}
 """KiB of shared memory that one program may have, by architecture (CUDA programming guide)."""
 
 DIMS = (64, 80, 96, 112, 128, 160, 192, 224, 256)
-BLOCK, HEADS, GROUP = 128, 8, 4
+HEADS, GROUP, BLOCK = 8, 4, 128
 PTX_VERSION = {"12.4": "8.4"}
 LAUNCH = ("num_warps", "num_stages", "maxnreg")
 
@@ -37,6 +37,8 @@ class Variant:
     value_bits: int = 0
     rows: int = 0
     extras: bool = False  # window, soft-cap and sinks
+    group: int = GROUP  # query heads of a kv head
+    block: int = BLOCK  # tokens of a block
 
     @property
     def label(self) -> str:
@@ -68,21 +70,25 @@ class Usage:
         return found
 
 
-def variants(dims: tuple[int, ...] = DIMS) -> Iterator[Variant]:
+def variants(
+    dims: tuple[int, ...] = DIMS, group: int = GROUP, block: int = BLOCK
+) -> Iterator[Variant]:
     """Every kernel, head_dim, format and tile; window, cap and sinks all together or not at all."""
+    at = dict(group=group, block=block)
     from vllm.turboquant.formats import FORMATS
     from vllm.v1.attention.ops.triton_tdsf_attend import tile_rows
 
     for dim in dims:
         for bits in (8, 4, 3):
-            yield Variant("store key", dim, key_bits=bits)
-            yield Variant("store value", dim, value_bits=bits)
-        yield Variant("turn", dim)
-        yield Variant("merge", dim)
+            yield Variant("store key", dim, key_bits=bits, **at)
+            yield Variant("store value", dim, value_bits=bits, **at)
+        yield Variant("turn", dim, **at)
+        yield Variant("merge", dim, **at)
         for fmt in FORMATS.values():
-            for rows in sorted({tile_rows(GROUP, n, dim, fmt) for n in (1, 64)}):
+            for rows in sorted({tile_rows(group, n, dim, fmt) for n in (1, 64)}):
                 for extras in (False, True):
-                    yield Variant("attend", dim, fmt.key_bits, fmt.value_bits, rows, extras)
+                    bits = fmt.key_bits, fmt.value_bits
+                    yield Variant("attend", dim, *bits, rows, extras, **at)
 
 
 def sample(every: list[Variant]) -> list[Variant]:
@@ -108,20 +114,20 @@ def _job(v: Variant) -> tuple:
 
     if v.kernel.startswith("store"):
         is_key = v.kernel == "store key"
-        at = Format("", v.key_bits or 4, v.value_bits or 4).regions(v.dim, BLOCK)
+        at = Format("", v.key_bits or 4, v.value_bits or 4).regions(v.dim, v.block)
         sides = (v.key_bits, at.keys, at.key_scales), (v.value_bits, at.values, at.value_scales)
         bits, codes, scales = sides[0 if is_key else 1]
         return storing.store_kernel, storing.store_options(
-            HEADS, is_key, bits, v.dim, BLOCK, codes, scales
+            HEADS, is_key, bits, v.dim, v.block, codes, scales
         )
     if v.kernel == "attend":
         on = v.extras
         return attention.attend_kernel, attention.attend_options(
             Format("", v.key_bits, v.value_bits),
-            **dict(heads=HEADS, group=GROUP, dim=v.dim, block=BLOCK, rows=v.rows),
+            **dict(heads=HEADS, group=v.group, dim=v.dim, block=v.block, rows=v.rows),
             **dict(window=on, softcap=on, sinks=on),
         )
-    turned = attention.turn_options(HEADS, GROUP, v.dim)
+    turned = attention.turn_options(HEADS, v.group, v.dim)
     if v.kernel == "turn":
         return attention.turn_kernel, turned
     return attention.merge_kernel, turned | {"SINKS": True}
@@ -217,6 +223,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench ptx", description=__doc__)
     parser.add_argument("--architectures", default="80,86,89,90")
     parser.add_argument("--dims", default=",".join(map(str, DIMS)))
+    parser.add_argument("--group", type=int, default=GROUP, help="query heads per kv head")
+    parser.add_argument("--block", type=int, default=BLOCK, help="tokens of a block")
     parser.add_argument("--ptxas", choices=["triton", *PTX_VERSION], default="triton")
     parser.add_argument("--sample", action="store_true", help="a few variants that cover all code")
     parser.add_argument("--json", type=Path, help="write every figure here")
@@ -231,7 +239,8 @@ def main(arguments: list[str]) -> int:
             "--architectures",
             f"one of {sorted(SHARED_LIMIT)}",
         )
-    chosen = list(variants(tuple(int(d) for d in options.dims.split(","))))
+    dims = tuple(int(d) for d in options.dims.split(","))
+    chosen = list(variants(dims, options.group, options.block))
     if options.sample:
         chosen = sample(chosen)
     rows, faults = [], []
