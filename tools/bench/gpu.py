@@ -223,7 +223,7 @@ def plain_attention(shape: Shape, dtype) -> Callable[[], None]:
     return lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True, **causal)
 
 
-def upstream_unified(shape: Shape, query, key, value) -> Callable[[], None]:
+def upstream_unified(shape: Shape, query, key, value) -> Callable:
     """Upstream's Triton attention over an uncompressed paged cache, split as its backend splits
     decodes; a call returns what it gives. Raises ImportError without a vLLM.
 
@@ -244,7 +244,7 @@ def upstream_unified(shape: Shape, query, key, value) -> Callable[[], None]:
         cache[order] = side.reshape(cache.shape)
         caches.append(cache)
     width = 1 << (shape.dim - 1).bit_length()
-    parts = torch.empty(most, shape.query_heads, splits, width + 2, **on)
+    parts = (most, shape.query_heads, splits)
     arguments = dict(
         q=query,
         k=caches[0],
@@ -264,9 +264,9 @@ def upstream_unified(shape: Shape, query, key, value) -> Callable[[], None]:
         v_descale=None,
         seq_threshold_3D=most,
         num_par_softmax_segments=splits,
-        softmax_segm_output=parts[..., :width].contiguous(),
-        softmax_segm_max=parts[..., width].contiguous(),
-        softmax_segm_expsum=parts[..., width + 1].contiguous(),
+        softmax_segm_output=torch.empty(*parts, width, **on),
+        softmax_segm_max=torch.empty(parts, **on),
+        softmax_segm_expsum=torch.empty(parts, **on),
     )
 
     def call():
@@ -276,7 +276,7 @@ def upstream_unified(shape: Shape, query, key, value) -> Callable[[], None]:
     return call
 
 
-def paged_attention(shape: Shape, dtype) -> Callable[[], None]:
+def paged_attention(shape: Shape, dtype) -> Callable:
     """`upstream_unified` over random numbers."""
     import torch
 

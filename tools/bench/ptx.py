@@ -74,10 +74,10 @@ def variants(
     dims: tuple[int, ...] = DIMS, group: int = GROUP, block: int = BLOCK
 ) -> Iterator[Variant]:
     """Every kernel, head_dim, format and tile; window, cap and sinks all together or not at all."""
-    at = dict(group=group, block=block)
     from vllm.turboquant.formats import FORMATS
     from vllm.v1.attention.ops.triton_tdsf_attend import tile_rows
 
+    at = dict(group=group, block=block)
     for dim in dims:
         for bits in (8, 4, 3):
             yield Variant("store key", dim, key_bits=bits, **at)
@@ -85,9 +85,9 @@ def variants(
         yield Variant("turn", dim, **at)
         yield Variant("merge", dim, **at)
         for fmt in FORMATS.values():
+            bits = fmt.key_bits, fmt.value_bits
             for rows in sorted({tile_rows(group, n, dim, fmt) for n in (1, 64)}):
                 for extras in (False, True):
-                    bits = fmt.key_bits, fmt.value_bits
                     yield Variant("attend", dim, *bits, rows, extras, **at)
 
 
@@ -147,7 +147,7 @@ def compile_variant(v: Variant, architecture: int) -> Usage:
     from triton.compiler import ASTSource
 
     kernel, options = _job(v)
-    launch = {name: options.pop(name) for name in LAUNCH if name in options}
+    launch = {name: options.pop(name) for name in LAUNCH}
     signature, attributes = {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in options:

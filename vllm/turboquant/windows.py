@@ -7,6 +7,7 @@ Qwen3 inherits that, and its Qwen2-MoE gives every layer full attention.
 """
 
 from vllm.config import get_current_vllm_config
+from vllm.model_executor.models.utils import extract_layer_index
 
 FAMILIES = ("qwen2", "qwen3")
 """What the `model_type` of a model begins with, to have its layers' windows looked up."""
@@ -27,8 +28,7 @@ def of_layer(name: str, given: int | None) -> int | None:
     if given is not None or model is None or not by_layer(model.hf_text_config):
         return given
     config = model.hf_text_config
-    numbers = [int(part) for part in name.split(".") if part.isdecimal()]
-    if len(numbers) != 1 or numbers[0] >= len(config.layer_types):
-        return None  # not one of the model's own layers: of a draft, or of a tower
-    slides = config.layer_types[numbers[0]] == "sliding_attention"
-    return config.sliding_window if slides else None
+    layer = extract_layer_index(name)
+    if layer >= len(config.layer_types):
+        return None  # not one of the model's own layers, but of its draft
+    return config.sliding_window if config.layer_types[layer] == "sliding_attention" else None

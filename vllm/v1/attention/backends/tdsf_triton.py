@@ -68,8 +68,8 @@ class TdsfTritonBuilder(AttentionMetadataBuilder[TdsfTritonMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
-        for layer in layers.values():
+        layers = list(get_layers_from_vllm_config(vllm_config, Attention, layer_names).values())
+        for layer in layers:
             impl = layer.impl
             constants = uncalibrated(impl.format, layer.num_kv_heads, layer.head_size)
             impl.on_device = DeviceConstants(impl.format, constants, device)
@@ -81,9 +81,9 @@ class TdsfTritonBuilder(AttentionMetadataBuilder[TdsfTritonMetadata]):
                 vllm_config.compilation_config.max_cudagraph_capture_size or 0,
             ),
             heads=kv_cache_spec.num_kv_heads,
-            group=max(layer.num_heads // layer.num_kv_heads for layer in layers.values()),
-            dim=layer.head_size,
-            fmt=impl.format,
+            group=max(layer.num_heads // layer.num_kv_heads for layer in layers),
+            dim=layers[0].head_size,
+            fmt=layers[0].impl.format,
             device=device,
         )
 

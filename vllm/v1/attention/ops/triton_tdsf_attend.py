@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from vllm.turboquant.formats import Format
-from vllm.v1.attention.ops.triton_tdsf_constants import DeviceConstants, padded
+from vllm.v1.attention.ops.triton_tdsf_constants import MOST_REGISTERS, DeviceConstants, padded
 
 MOST_ROWS = 32
 """Rows of a tile, at most: more would not fit the registers at every head_dim."""
@@ -513,7 +513,7 @@ def attend_options(
         "BIAS": softcap or sinks,
         "num_warps": attend_warps(rows, dim, fmt),
         "num_stages": 1,
-        "maxnreg": 255,  # or ptxas spills some to run more programs at once
+        "maxnreg": MOST_REGISTERS,
     }
 
 
@@ -527,7 +527,7 @@ def turn_options(heads: int, group: int, dim: int) -> dict:
         "ROWS": 16,
         "num_warps": 4,
         "num_stages": 2,
-        "maxnreg": 255,  # or ptxas spills some to run more programs at once
+        "maxnreg": MOST_REGISTERS,
     }
 
 

@@ -11,6 +11,9 @@ import torch
 from vllm.turboquant.constants import LEVEL_GROUP, LayerConstants
 from vllm.turboquant.formats import Format
 
+MOST_REGISTERS = 255
+"""Of a thread, in every kernel: all there are. Left alone ptxas spills some to run more programs."""
+
 TABLE = 16
 """Entries of a level table; those of 3 bits fill the first half."""
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from vllm.turboquant.codebook import unit_rms
-from vllm.v1.attention.ops.triton_tdsf_constants import DeviceConstants, padded
+from vllm.v1.attention.ops.triton_tdsf_constants import MOST_REGISTERS, DeviceConstants, padded
 
 TOKENS = 16
 """Tokens of a tile."""
@@ -342,5 +342,5 @@ def store_options(
         # As many as keep everything in registers; more would repeat the lanes.
         "num_warps": 8 if dim > 128 else 4 if dim > 64 else 2,
         "num_stages": 1,
-        "maxnreg": 255,  # or ptxas spills some to run more programs at once
+        "maxnreg": MOST_REGISTERS,
     }
