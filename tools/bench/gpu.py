@@ -256,17 +256,15 @@ def upstream_unified(shape: Shape, query, key, value) -> Callable:
         max_seqlen_k=shape.length,
         softmax_scale=shape.dim**-0.5,
         causal=True,
+        softcap=0.0,
         window_size=(-1, -1),
         block_table=order.int().view(shape.batch, -1),
-        softcap=0.0,
-        q_descale=None,
-        k_descale=None,
-        v_descale=None,
         seq_threshold_3D=most,
         num_par_softmax_segments=splits,
         softmax_segm_output=torch.empty(*parts, width, **on),
         softmax_segm_max=torch.empty(parts, **on),
         softmax_segm_expsum=torch.empty(parts, **on),
+        **dict.fromkeys(("q_descale", "k_descale", "v_descale")),
     )
 
     def call():
